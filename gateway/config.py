@@ -50,8 +50,8 @@ class GatewayConfig(Config):
     """Longest time from a request's arrival to its last token; 0: no bound."""
     replay_limit: int = Field(4, ge=0)
     """Most times in a row that a request is replayed elsewhere after its place failed without a token. A request that
-    kills its engine must not go round the whole cluster; one that was only near a fault gets tokens in between. A model
-    that leaves for another one is no failure."""
+    kills its engine must not go round the whole cluster; one that was only near a fault gets tokens in between. A place
+    that gives the model up for another one has not failed."""
     tokenizer_threads: int = Field(2, ge=1)
     """Threads that tokenize prompts of more than 4096 characters and load tokenizers; all but one of them also serve
     /tokenize and /detokenize."""

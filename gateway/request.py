@@ -122,4 +122,4 @@ class AnswerJob:
     span: Span = UNTRACED
     """Span of the request."""
     grammar_field: str = ""
-    """Name, in errors, of the field that the grammar came from; empty without a grammar."""
+    """Name, in errors, of the field that the grammar came from, if the answer has to follow one."""

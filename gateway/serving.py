@@ -367,19 +367,8 @@ class Serving:
             if sampling.HasField("seed"):
                 sampling.seed = _wrap(sampling.seed + number)  # one seed must not make all choices alike
             name = f"{request.request_id}.{index * request.choices + number}" if several else request.request_id
-            jobs.append(
-                AnswerJob(
-                    name,
-                    request.model,
-                    ids,
-                    sampling,
-                    slo,
-                    request.arrival_s,
-                    request.embeds,
-                    span,
-                    grammar_field=(request.grammar_field or "tools") if sampling.WhichOneof("grammar") else "",
-                )
-            )
+            about = (request.arrival_s, request.embeds, span, request.grammar_field or "tools")
+            jobs.append(AnswerJob(name, request.model, ids, sampling, slo, *about))
         return jobs
 
 

@@ -36,7 +36,7 @@ _log = log.get(__name__)
 _NOT_HERE = "not here"
 """Beginning of a group's error that it does not serve the model: the gateway's routes were old, and nothing failed."""
 _HANDED_BACK = "handed back"
-"""Error of an engine that its model leaves, as placement wants it: nothing failed either, however often it happens."""
+"""Error of an engine whose model leaves because placement wants it to, which is no failure of the place."""
 _FOR_CLIENTS = {
     _NOT_HERE: "the model had left the group that the request was sent to",
     _HANDED_BACK: "the model left its GPUs before the answer was complete",
@@ -260,7 +260,7 @@ class Tokens:
         """Ends the attempt: its place gave the request back, or is gone. `strike`: it counts towards giving up."""
         attempt = self._attempt
         assert attempt is not None
-        attempt.span.fail("failed" if strike else "not_here", why)
+        attempt.span.fail("failed" if strike or why == _HANDED_BACK else "not_here", why)
         attempt.leave()
         self._attempt = None
         self._failed_address = attempt.link.address
@@ -544,7 +544,7 @@ def _fate(chunk: common_pb2.TokenChunk, job: AnswerJob) -> PrismError:
         why = f" ({error})" if error else ""
         return Late(f"the first token would have come after its target, and x-slo-drop: late was asked{why}")
     if finish == common_pb2.REJECTED and chunk.grammar_refused:
-        return BadField(error, job.grammar_field or None)
+        return BadField(error, job.grammar_field)
     if finish == common_pb2.REJECTED:
         return Invalid(error or "the engine refused the request")
     if finish == common_pb2.BROKEN:

@@ -112,14 +112,19 @@ class Intake:
     def _pass(self, submit: gpu_scheduler_pb2.Submit, stream: GatewayStream, why: str) -> None:
         if why:
             error = f"its grammar cannot be followed: {why}"
-            stream.push(
-                common_pb2.TokenChunk(
-                    request_id=submit.request_id, finish=common_pb2.REJECTED, error=error, grammar_refused=True
-                )
-            )
+            _end(submit, stream, common_pb2.REJECTED, error, grammar_refused=True)
         else:
             self._dispatcher.submit(submit, stream)
 
 
-def _end(submit: gpu_scheduler_pb2.Submit, stream: GatewayStream, finish: common_pb2.Finish, error: str) -> None:
-    stream.push(common_pb2.TokenChunk(request_id=submit.request_id, finish=finish, error=error))
+def _end(
+    submit: gpu_scheduler_pb2.Submit,
+    stream: GatewayStream,
+    finish: common_pb2.Finish,
+    error: str,
+    *,
+    grammar_refused: bool = False,
+) -> None:
+    stream.push(
+        common_pb2.TokenChunk(request_id=submit.request_id, finish=finish, error=error, grammar_refused=grammar_refused)
+    )

@@ -390,6 +390,7 @@ def _sized(
     idle = nbytes.get(families.EMBEDDINGS_OF_LAYERS, 0)
     experts = sum(size for name, size in nbytes.items() if ".experts." in name)
     made = _made_bytes(shape, families.mixture_of(config), dtype_bytes, devices) if nbytes else 0
+    text = families.text_config(config)
     padding = experts // _MXFP4_PADDING_DIVISOR if quantised is not None and quantised.layout == "mxfp4" else 0
     return Checkpoint(
         generation=generation,
@@ -406,7 +407,7 @@ def _sized(
         # Engines have one pool for all layers of a class that was never compared, even if it has windows.
         kv=kv_layout(config, dtype_bytes, devices, one_pool=known is None or not known.window_pool),
         quantisation=quantised.name if quantised is not None else "",
-        position_bytes=rope_tables.row_bytes(shape, families.text_config(config)),
+        position_bytes=rope_tables.row_bytes(shape, text),
     )
 
 

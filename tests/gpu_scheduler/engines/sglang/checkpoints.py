@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3Model
 
+from protos import engine_pb2
+
 VOCABULARY = 1024
 CONTEXT = 512
 
@@ -142,3 +144,12 @@ def embeddings(path: Path, prompts: Sequence[Sequence[int]]) -> list[list[float]
     with one_thread(), torch.inference_mode():
         states = [model(torch.tensor([list(prompt)])).last_hidden_state[0, -1] for prompt in prompts]
     return [torch.nn.functional.normalize(state, dim=0).tolist() for state in states]
+
+
+def laid_out(manifest: bytes) -> int:
+    """Bytes of the weights range up to the end of the last tensor in a manifest."""
+    ends = []
+    for tensor in engine_pb2.Manifest.FromString(manifest).tensors:
+        reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride, strict=True))
+        ends.append(tensor.offset_bytes + reach * getattr(torch, tensor.dtype).itemsize)
+    return max(ends)

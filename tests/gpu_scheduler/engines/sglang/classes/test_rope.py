@@ -161,6 +161,20 @@ async def test_a_table_has_no_rows_for_tokens_that_the_context_does_not_have(tmp
         assert rows[1 << 17] >= 1 << 17 and CONTEXT <= rows[CONTEXT] < 2 * CONTEXT + 256
 
 
+@pytest.mark.parametrize("name", FORMS)
+async def test_weights_with_the_tables_of_an_embedding_are_those_that_the_loader_expects(
+    tmp_path: Path, engines: Engines, name: str
+) -> None:
+    folder = write(tmp_path / "m", FORMS[name])
+    found = read(folder, 4)
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("m")
+        for context in (CONTEXT, MADE_WITH):
+            mapped, _ = await end.hold(load(at, "m", folder, context_tokens=context))
+            assert checkpoints.laid_out(mapped.manifest) == found.held_bytes(context)
+            await end.do(unload=engine_pb2.Unload())
+
+
 async def test_a_context_that_the_embedding_is_not_made_for_is_refused_with_both_numbers(
     tmp_path: Path, engines: Engines
 ) -> None:
